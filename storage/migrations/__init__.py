@@ -1,0 +1,1 @@
+"""Alembic environment of `gpudiag db upgrade`; nothing else imports it."""

@@ -1,0 +1,1 @@
+"""Jobs and samples that a Prometheus (or anything with its API) holds already, read without our agent."""
