@@ -1,0 +1,1 @@
+"""Rules as data: loading, evaluating and explaining them, live and afterwards alike."""
