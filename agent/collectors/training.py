@@ -1,0 +1,271 @@
+"""What training processes report about themselves (`gpudiag.probe`), over a unix datagram socket.
+
+A datagram counts only when the kernel says that it comes from a process of a job on this node, run by the
+job's own user; its size, rate and every number in it are bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpudiag.storage.job import Allocation, Event, Job
+from gpudiag.storage.sample import JOB_PREFIX, Frame, Source
+from gpudiag.storage.storable import storable
+
+MAXIMUM_BYTES = 8192
+MESSAGES_PER_PROCESS = 5
+MESSAGES_PER_TICK = 1024
+MARKS_PER_TICK = 256
+_MARK_MAX_AGE_MS = 600_000
+_LOADERS_KEPT = 1000
+_CREDENTIALS = struct.Struct("iII")
+_SUMS = ("steps", "timed_steps", "step_seconds", "wait_seconds", "samples")
+_TORCH = {
+    "allocated_bytes": "torch_allocated_bytes",
+    "reserved_bytes": "torch_reserved_bytes",
+    "inactive_split_bytes": "torch_inactive_split_bytes",
+    "alloc_retries": "torch_alloc_retries_total",
+    "ooms": "torch_ooms_total",
+    "allocator": "torch_allocator",
+}
+
+
+class JobHere(Protocol):
+    """A running job as attribution knows it."""
+
+    @property
+    def job(self) -> Job: ...
+    @property
+    def allocations(self) -> tuple[Allocation, ...]: ...
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    @property
+    def cgroup(self) -> str: ...
+    @property
+    def root_pid(self) -> int | None: ...
+
+
+class TrainingCollector:
+    """Yields step and allocator series of the jobs, and their marks as events.
+
+    `jobs` gives the running jobs; `root` is where proc is mounted below; `.rejected` counts what was refused.
+    """
+
+    name = "training"
+
+    def __init__(
+        self, path: Path, node: str, jobs: Callable[[], Sequence[JobHere]], root: Path = Path("/")
+    ) -> None:
+        self._path, self._node, self._jobs, self._proc = path, node, jobs, root / "proc"
+        self._loaders: dict[str, Mapping[str, Any]] = {}
+        self._ordinal = 0
+        self.rejected: Counter[str] = Counter()
+        self._channel = self._listen()
+
+    def _listen(self) -> socket.socket:
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        channel.setblocking(False)
+        channel.bind(str(self._path))
+        os.chmod(self._path, 0o666)  # any user may send; who counts is decided by the kernel's credentials
+        return channel
+
+    def close(self) -> None:
+        self._channel.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def collect(self, now_ms: int) -> Iterable[Frame | Event]:
+        by_job: dict[str, list[tuple[JobHere, dict[str, Any]]]] = defaultdict(list)
+        for pid, uid, message in self._messages():
+            owner = self._owner(pid, uid)
+            if owner is None:
+                self.rejected["not from a job's user"] += 1
+            else:
+                by_job[owner.job.key].append((owner, message))
+        for reports in by_job.values():
+            owner, messages = reports[0][0], [message for _, message in reports]
+            yield from self._frames(owner, messages, now_ms)
+            yield from self._events(owner, messages, now_ms)
+
+    def _messages(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        sent: Counter[int] = Counter()
+        for _ in range(MESSAGES_PER_TICK):
+            try:
+                data, ancillary, flags, _ = self._channel.recvmsg(
+                    MAXIMUM_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+                )
+            except (BlockingIOError, InterruptedError):
+                return
+            credentials = _credentials(ancillary)
+            if credentials is None or flags & socket.MSG_TRUNC:
+                self.rejected["too large"] += 1
+                continue
+            pid, uid = credentials
+            sent[pid] += 1
+            if sent[pid] > MESSAGES_PER_PROCESS:
+                self.rejected["too often"] += 1
+                continue
+            message = parse(data)
+            if message is None:
+                self.rejected["malformed"] += 1
+            else:
+                yield pid, uid, message
+
+    def _owner(self, pid: int, uid: int) -> JobHere | None:
+        family = list(self._ancestors(pid))
+        groups = self._cgroups(pid)
+        for candidate in self._jobs():
+            own = {*candidate.pids, candidate.root_pid}
+            member = next((one for one in family if one in own), None)
+            if member is not None and self._user(member) == uid:
+                return candidate
+            # A process in the job's own cgroup was put there by the scheduler; it must still be the user's.
+            inside = bool(candidate.cgroup) and any(_within(group, candidate.cgroup) for group in groups)
+            users = {self._user(one) for one in own if one is not None} - {None}
+            if inside and (not users or uid in users):
+                return candidate
+        return None
+
+    def _cgroups(self, pid: int) -> list[str]:
+        try:
+            lines = (self._proc / str(pid) / "cgroup").read_text(errors="surrogateescape").split("\n")
+        except OSError:
+            return []
+        return [line.split(":", 2)[2] for line in lines if line.count(":") >= 2]
+
+    def _ancestors(self, pid: int) -> Iterator[int]:
+        while pid > 1:
+            yield pid
+            try:
+                stat = (self._proc / str(pid) / "stat").read_bytes()  # a process may call itself anything
+                pid = int(stat.rpartition(b")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                return
+
+    def _user(self, pid: int) -> int | None:
+        try:
+            return (self._proc / str(pid)).stat().st_uid
+        except OSError:
+            return None
+
+    def _frames(self, owner: JobHere, messages: list[dict[str, Any]], now_ms: int) -> Iterator[Frame]:
+        values = _job_values(messages)
+        if values:
+            yield Frame(Source(self._node, JOB_PREFIX + owner.job.key), now_ms, values)
+        own = [allocation.source for allocation in owner.allocations if allocation.source.node == self._node]
+        uuids = {source.device for source in own}
+        readings: dict[str, dict[str, float]] = defaultdict(dict)
+        for reading in (device for message in messages for device in message["devices"]):
+            uuid = reading["uuid"] or (own[0].device if len(own) == 1 else "")
+            if uuid not in uuids:
+                self.rejected["not a device of the job"] += 1
+                continue
+            # Several processes on one GPU: what they hold adds up.
+            for name, value in reading["values"].items():
+                together = readings[uuid].get(name, 0.0)
+                readings[uuid][name] = max(together, value) if name == "torch_allocator" else together + value
+        for uuid, values in readings.items():
+            yield Frame(Source(self._node, uuid), now_ms, values)
+
+    def _events(self, owner: JobHere, messages: list[dict[str, Any]], now_ms: int) -> Iterator[Event]:
+        source = Source(self._node, JOB_PREFIX + owner.job.key)
+        first_ranks = [message for message in messages if message["rank"] in ("", "0")]
+        marks = [mark for message in first_ranks for mark in message["marks"]]
+        if len(marks) > MARKS_PER_TICK:
+            self.rejected["too many marks"] += len(marks) - MARKS_PER_TICK
+        for name, seconds in marks[:MARKS_PER_TICK]:
+            if abs(seconds * 1000 - now_ms) > _MARK_MAX_AGE_MS:
+                self.rejected["mark of another time"] += 1
+                continue
+            self._ordinal += 1
+            detail = {"name": name}
+            yield Event(source, round(seconds * 1000), "mark", ordinal=self._ordinal % 2**31, detail=detail)
+        loader = next((message["loader"] for message in reversed(first_ranks) if message["loader"]), None)
+        if loader and loader != self._loaders.get(owner.job.key):
+            if len(self._loaders) >= _LOADERS_KEPT:
+                self._loaders.clear()
+            self._loaders[owner.job.key] = loader
+            yield Event(source, now_ms, "loader_settings", detail=loader)
+
+
+def _within(group: str, folder: str) -> bool:
+    folder = "/" + folder.strip("/")
+    return group == folder or group.startswith(folder + "/")
+
+
+def _credentials(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int] | None:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
+            pid, uid, _ = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])
+            return pid, uid
+    return None
+
+
+def _job_values(messages: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean step and wait over all ranks; ranks step together, so their rate is the fastest one's."""
+    timed = sum(message["timed_steps"] for message in messages)
+    stepping = [message for message in messages if message["steps"]]
+    values: dict[str, float] = {}
+    if stepping:
+        values["steps_per_second"] = max(message["steps"] / message["seconds"] for message in stepping)
+    samples = sum(message["samples"] / message["seconds"] for message in messages)
+    if samples:
+        values["samples_per_second"] = samples
+    if timed:
+        seconds = sum(message["step_seconds"] for message in messages)
+        values["step_seconds"] = seconds / timed
+        if seconds:
+            waited = sum(message["wait_seconds"] for message in messages)
+            values["input_wait_ratio"] = min(1.0, waited / seconds)
+    return values
+
+
+def parse(data: bytes) -> dict[str, Any] | None:
+    """A datagram's content with every number checked, or None when it is not one of ours."""
+    try:
+        raw = json.loads(data)
+        if raw["version"] != 1:
+            return None
+        message: dict[str, Any] = {name: _number(raw[name]) for name in (*_SUMS, "seconds")}
+        message["seconds"] = max(message["seconds"], 0.1)
+        message["rank"] = _text(raw["rank"], 16)
+        message["marks"] = [(_text(name, 32), _number(seconds)) for name, seconds in raw["marks"][:64]]
+        message["loader"] = {
+            _text(name, 32): _setting(value) for name, value in list(raw["loader"].items())[:16]
+        }
+        message["devices"] = [_device(device) for device in raw["devices"][:64]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return message
+
+
+def _text(value: object, limit: int) -> str:
+    """Text that every database takes."""
+    return storable(str(value)[:limit])
+
+
+def _number(value: object) -> float:
+    # what is not finite, and an integer that no float can hold, are outside too
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e18:
+        raise ValueError(value)
+    return float(value)
+
+
+def _setting(value: object) -> float | bool | None:
+    return value if value is None or isinstance(value, bool) else _number(value)
+
+
+def _device(raw: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: _number(raw[key]) for key, name in _TORCH.items() if key in raw}
+    return {"uuid": _text(raw["uuid"], 64), "values": values}
