@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attributed_node import Node, make_node
+from fake_host import FakeHost
+
+from gpudiag.agent.clock import ManualClock
+
+
+@pytest.fixture
+def host(tmp_path: Path, clock: ManualClock) -> FakeHost:
+    return FakeHost(tmp_path, clock)
+
+
+@pytest.fixture
+def node(host: FakeHost) -> Node:
+    host.unified()
+    return make_node(host)
