@@ -89,8 +89,7 @@ class _Page:
             "theme_label": _("light or dark"),
             "verdict": _(diagnosis.verdict),
             "findings_label": _("Findings"),
-            "findings": "".join(map(self._finding, range(len(self.findings)), self.findings))
-            or f"<p>{_('No rule found anything to complain about.')}</p>",
+            "findings": self._findings() or f"<p>{_('No rule found anything to complain about.')}</p>",
             "waterfall_label": _("GPU time"),
             "waterfall": self._waterfall(),
             "timeline_label": _("Timeline"),
@@ -118,6 +117,16 @@ class _Page:
     def _facts(self) -> str:
         facts = (*wording.facts(self.diagnosis, self.words), wording.times(self.diagnosis, self.zone))
         return " · ".join(map(self._safe, facts))
+
+    def _findings(self) -> str:
+        """What to act on first; what another finding explains is folded up behind it."""
+        articles = [*map(self._finding, range(len(self.findings)), self.findings)]
+        first = len(roots(self.diagnosis))
+        symptoms = "".join(articles[first:])
+        if symptoms:
+            label = self.say("symptoms of the findings above: {count}", count=str(len(articles) - first))
+            symptoms = f"<details><summary>{label}</summary>{symptoms}</details>"
+        return "".join(articles[:first]) + symptoms
 
     def _finding(self, index: int, finding: Finding) -> str:
         _, safe, diagnosis = self.say, self._safe, self.diagnosis

@@ -432,11 +432,17 @@
   document.getElementById("theme").addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
   window.addEventListener("resize", paintAll);
   let shown = "";
+  let folded = [];
   window.addEventListener("beforeprint", () => {
     shown = root.dataset.theme;
     theme("light");
+    folded = [...document.querySelectorAll("details:not([open])")];
+    folded.forEach((part) => (part.open = true));
   });
-  window.addEventListener("afterprint", () => theme(shown));
+  window.addEventListener("afterprint", () => {
+    theme(shown);
+    folded.forEach((part) => (part.open = false));
+  });
   root.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   show(data.start, data.end);
   root.dataset.ready = "yes";

@@ -256,6 +256,22 @@ def test_the_policy_stops_a_script_that_got_in(chromium: Chromium, page: Callabl
 
 
 @pytest.mark.integration
+def test_what_another_finding_explains_is_folded_up_and_printed(
+    chromium: Chromium, page: Callable[..., Path]
+) -> None:
+    diagnosis = slow()
+    chromium.open(page(diagnosis))
+    folded = "document.querySelectorAll('details:not([open]) [data-finding]').length"
+    assert sum(bool(finding.explained_by) for finding in diagnosis.findings) == 1
+    assert chromium.evaluate(folded) == 1
+    assert chromium.evaluate("document.querySelectorAll('[data-finding]').length") == len(diagnosis.findings)
+    chromium.evaluate(f"window.addEventListener('beforeprint', () => (window.hidden_on_paper = {folded}))")
+    assert chromium.pdf().startswith(b"%PDF")
+    assert chromium.evaluate("window.hidden_on_paper") == 0
+    assert chromium.evaluate(folded) == 1
+
+
+@pytest.mark.integration
 def test_prints_in_light_colours(chromium: Chromium, page: Callable[..., Path]) -> None:
     chromium.open(page(slow()), dark=True)
     chromium.evaluate(
