@@ -160,7 +160,9 @@ class _Loader:
         }
         fields = self._fields.setdefault(rule.id, {})
         fields.update(override.fields)
-        changed = reader.with_params(rule, params) if override.params else rule
+        window = override.fields.get("window", rule.window)
+        again = override.params or window != rule.window
+        changed = reader.changed(rule, params, window) if again else rule
         return replace(changed, **fields, version=f"{rule.version}+{read.digest}")
 
     def finish(self) -> RuleSet:

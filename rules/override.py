@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpudiag.rules.document import Place
-from gpudiag.rules.model import SEVERITIES
+from gpudiag.rules.model import PHASES, SEVERITIES
 from gpudiag.rules.reading import Reading
 from gpudiag.rules.units import Unit
 
@@ -16,6 +16,8 @@ _KEYS = (
     "enabled",
     "severity",
     "maturity",
+    "phases",
+    "window",
     "for",
     "cooldown",
     "min_age",
@@ -23,6 +25,11 @@ _KEYS = (
     "unless_tags",
     "params",
 )
+
+
+def window(reading: Reading) -> int:
+    """The seconds of `window`."""
+    return reading.seconds("window", 300, least=10, most=7200, multiple=10)
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ def read_override(reading: Reading) -> Override | None:
         "enabled": reading.flag("enabled", True),
         "severity": reading.choice("severity", SEVERITIES, "info"),
         "maturity": reading.choice("maturity", MATURITIES, "stable"),
+        "phases": reading.words("phases", PHASES),
+        "window": window(reading),
         "for": reading.seconds("for", 0),
         "cooldown": reading.seconds("cooldown", 0),
         "min_age": reading.seconds("min_age", 0),

@@ -14,7 +14,7 @@ from gpudiag.rules.expr import Names, parse
 from gpudiag.rules.functions import FUNCTIONS
 from gpudiag.rules.model import CAUSES, CONFIDENCES, PHASES, SEVERITIES, Confidence, Maturity, Severity, Tier
 from gpudiag.rules.node import Node
-from gpudiag.rules.override import MATURITIES
+from gpudiag.rules.override import MATURITIES, window
 from gpudiag.rules.reading import Reading
 from gpudiag.rules.ruleset import Excuse, Hint, Rule
 from gpudiag.rules.units import NUMBER, RATIO, SECONDS, Unit
@@ -39,6 +39,7 @@ class RuleReader:
     reading: Reading
     _params: dict[str, tuple[float, Unit]] = field(default_factory=dict)
     _lets: dict[str, Node] = field(default_factory=dict)
+    _window: int = 0
 
     def rule(self) -> Rule | None:
         """The rule, None after reporting what is wrong with it."""
@@ -48,11 +49,11 @@ class RuleReader:
         self._read_params()
         return self._read()
 
-    def with_params(self, rule: Rule, params: Mapping[str, tuple[float, Unit]]) -> Rule:
-        """The same rule with other values of its parameters."""
+    def changed(self, rule: Rule, params: Mapping[str, tuple[float, Unit]], seconds: int) -> Rule:
+        """The same rule with other values of its parameters and another window."""
         self._params = dict(params)
         quiet = Document(self.reading.document.name, self.reading.document.text)
-        changed = RuleReader(Reading(quiet, self.reading.entry), dict(params))._read()
+        changed = RuleReader(Reading(quiet, self.reading.entry), dict(params), _window=seconds)._read()
         return changed or rule
 
     def _read(self) -> Rule | None:
@@ -130,8 +131,7 @@ class RuleReader:
 
     def _names(self) -> Names:
         scope = self.reading.choice("scope", ("gpu", "node", "job"), "gpu")
-        window = self.reading.seconds("window", 300, least=10, most=7200, multiple=10)
-        return Names(scope, window, self._lets, self._params)
+        return Names(scope, self._window or window(self.reading), self._lets, self._params)
 
     def _read_params(self) -> None:
         given = self.reading.value("params")

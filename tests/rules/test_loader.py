@@ -220,7 +220,9 @@ def test_a_site_changes_fields_and_parameters_by_id(tmp_path: Path):
             "6:19: rule 'util/low-sm-activity' has no parameter 'lwo'; did you mean 'low'",
         ),
         ("params: {low: 40%}", "params: {low: 4GiB}", "6:19: parameter 'low' is in"),
-        ("severity: info", "window: 3m", "4:5: unknown key 'window'"),
+        ("severity: info", "scope: job", "4:5: unknown key 'scope'"),
+        ("severity: info", "window: 3s", "4:13: 'window' must lie between"),
+        ("severity: info", "phases: [training]", "4:14: "),
     ],
 )
 def test_mistakes_in_overrides_have_line_and_column(tmp_path: Path, old: str, new: str, complaint: str):
@@ -231,6 +233,14 @@ def test_two_overrides_of_one_rule_add_up(tmp_path: Path):
     text = OVERRIDE + "  - id: util/low-sm-activity\n    params: {very_low: 10%}\n"
     rule = load(tmp_path, text)["util/low-sm-activity"]
     assert (rule.params["low"][0], rule.params["very_low"][0], rule.severity) == (0.4, 0.1, "info")
+
+
+def test_another_window_is_the_one_that_means_go_over(tmp_path: Path):
+    text = OVERRIDE + "  - id: util/low-sm-activity\n    window: 90s\n    phases: [warmup, train]\n"
+    rule, before = load(tmp_path, text)["util/low-sm-activity"], loader.builtin()["util/low-sm-activity"]
+    assert (rule.window, rule.phases, rule.params["low"][0]) == (90, ("warmup", "train"), 0.4)
+    assert "over=90.0" in repr([node.key for _, node in rule.evidence])
+    assert "over=90.0" not in repr([node.key for _, node in before.evidence])
 
 
 def test_built_in_rules_have_nothing_to_complain_about():
