@@ -58,9 +58,7 @@ def command(
     config = load_config(db, interval, os.environ)
     folder, recorder, url = choose_recorder(config, own=db is not None or interval is not None)
     if db is not None:
-        from gpudiag.storage.open import refuse_foreign
-
-        refuse_foreign(url)
+        refuse_mistyped(url)
     job = job or time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
     _log_to_stderr()
     inside = probe_environment(folder.parent, os.environ) if probe else {}
@@ -79,6 +77,19 @@ def command(
         )
         click.echo(f"gpudiag: {told}", err=True)
     return end_like(returncode)
+
+
+def refuse_mistyped(url: str) -> None:
+    """Raise `SchemaError` for somebody else's file; one that cannot be written does not stop a command, only its recording."""
+    from gpudiag.errors import SchemaError, StoreError
+    from gpudiag.storage.open import refuse_foreign
+
+    try:
+        refuse_foreign(url)
+    except SchemaError:
+        raise
+    except StoreError:
+        pass  # the recorder says so, and tries again
 
 
 def probe_environment(runtime_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
