@@ -40,8 +40,8 @@ class Recorder(Protocol):
     def tick(self) -> None:
         """Called about once per interval while the command runs; does not raise."""
 
-    def finish(self, hook: Path) -> None:
-        """The end is in the hook file: make sure that it is seen."""
+    def finish(self, hook: Path) -> bool:
+        """The end is in the hook file: make sure that it is seen; whether the job is recorded."""
 
 
 def agent_answers(runtime_dir: Path) -> bool:
@@ -111,8 +111,8 @@ def record(
     folder: Path,
     recorder: Recorder,
     learned: Callable[[], Mapping[str, Any]] = dict,
-) -> int:
-    """Follow the command to its end; its return code. The job is recorded when this returns.
+) -> tuple[int, bool]:
+    """Follow the command to its end; its return code, and whether the job is recorded.
 
     `learned` is asked at the end what else belongs in the job's `meta`.
     """
@@ -122,12 +122,13 @@ def record(
         recorder.tick()
         due = max(due + recorder.interval, time.monotonic())
     assert child.returncode is not None
+    recorded = False
     if path is not None:
         hook = replace(hook, meta={**hook.meta, **learned()})
         _write(folder, ended(hook, child.returncode))
-        recorder.finish(path)
+        recorded = recorder.finish(path)
     child.release_signals()
-    return child.returncode
+    return child.returncode, recorded
 
 
 def ended(hook: Hook, returncode: int) -> Hook:
@@ -154,9 +155,10 @@ class ByAgent:
     def tick(self) -> None:
         """Nothing to do."""
 
-    def finish(self, hook: Path) -> None:
+    def finish(self, hook: Path) -> bool:
         """Give the agent time to see the end, so that a report right after it finds a finished job."""
         _wait_until(lambda: not hook.exists())
+        return True  # a slow agent reads the file later
 
 
 class BySampling:
@@ -181,12 +183,14 @@ class BySampling:
         if self._agent is not None:
             self._agent.cycle()
 
-    def finish(self, hook: Path) -> None:
+    def finish(self, hook: Path) -> bool:
         """A last sample with the end of the job, or wait for whoever samples."""
         if not _wait_until(lambda: self._sees_end(hook), once=self._failed):
             log.error("the end of the job was not recorded: %s is left for the next sampler", hook)
-        if self._agent is not None:
-            self._agent.shutdown()
+        if self._agent is None:
+            return not self._failed
+        self._agent.shutdown()
+        return self._agent.ready().ok
 
     def _sees_end(self, hook: Path) -> bool:
         self.tick()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.cli.render.style import Style
     from gpudiag.rules.model import Diagnosis
     from gpudiag.rules.node_work import Crew
+    from gpudiag.rules.ruleset import RuleSet
     from gpudiag.storage.job import Job
     from gpudiag.storage.store import Reader
 
@@ -83,14 +84,15 @@ def command(first: str, second: str, db: str | None, as_json: bool, words: Words
     from gpudiag.cli.processes import diagnosing
     from gpudiag.cli.render.style import terminal_style
     from gpudiag.cli.selection import select_job
+    from gpudiag.cli.site import site_rules
     from gpudiag.storage.open import open_reader
 
-    url = database_url(db, os.environ)
+    url, rules = database_url(db, os.environ), site_rules(os.environ)
     reader = open_reader(url)
     try:
         jobs = [select_job(reader, wanted) for wanted in (first, second)]
         with diagnosing(reader, url, jobs, words) as (read, crew):
-            both = [diagnosed(read, job, crew) for job in jobs]
+            both = [diagnosed(read, job, rules, crew) for job in jobs]
             hosts = [host_means(read, diagnosis) for diagnosis in both]
     finally:
         reader.close()
@@ -101,12 +103,11 @@ def command(first: str, second: str, db: str | None, as_json: bool, words: Words
     click.echo(text)
 
 
-def diagnosed(reader: Reader, job: Job, crew: Crew) -> Diagnosis:
-    """The diagnosis of a job by the built-in rules."""
+def diagnosed(reader: Reader, job: Job, rules: RuleSet, crew: Crew) -> Diagnosis:
+    """The diagnosis of a job as of now."""
     from gpudiag.rules.diagnosis import diagnose
-    from gpudiag.rules.loader import builtin
 
-    return diagnose(reader, job, builtin(), now_ms=time.time_ns() // 1_000_000, crew=crew)
+    return diagnose(reader, job, rules, now_ms=time.time_ns() // 1_000_000, crew=crew)
 
 
 def host_means(reader: Reader, diagnosis: Diagnosis) -> Mapping[str, float]:

@@ -156,7 +156,7 @@ def _freeze(store: SqlStore, config: Config, policy: Policy, hours: float, words
     """Reports of jobs that are over; those whose samples are about to go must not wait."""
     from gpudiag.cli.freeze import freeze
     from gpudiag.cli.progress import progress
-    from gpudiag.cli.report import cost_of
+    from gpudiag.cli.site import cost_of
     from gpudiag.rules.loader import load
 
     rules, cost = load(config.rules.paths), cost_of(config.cost)

@@ -174,10 +174,10 @@ def _diagnosed(reader: Reader, url: str, jobs: Sequence[Job], now_ms: int, words
     """Rows of a diagnosis made now, or of the frozen report where that knew more."""
     from gpudiag.cli.freeze import kept_report
     from gpudiag.cli.processes import diagnosing
+    from gpudiag.cli.site import site_rules
     from gpudiag.rules.diagnosis import diagnose
-    from gpudiag.rules.loader import builtin
 
-    rules, rows = builtin(), []
+    rules, rows = site_rules(os.environ), []
     with diagnosing(reader, url, jobs, words) as (read, crew):
         for job in jobs:
             row = plain_row(reader, job, now_ms)

@@ -15,9 +15,7 @@ import click
 from gpudiag.errors import GpudiagError, NotFoundError
 
 if TYPE_CHECKING:
-    from gpudiag.agent.config import CostSection
     from gpudiag.cli.messages import Words
-    from gpudiag.rules.energy import Cost
     from gpudiag.rules.model import Diagnosis
     from gpudiag.storage.store import Reader
 
@@ -64,7 +62,11 @@ class Output:
     help="Colour; auto means on a terminal, unless NO_COLOR is set.",
 )
 @click.option(
-    "--rules", "rule_paths", multiple=True, type=click.Path(path_type=Path), help="More rule files."
+    "--rules",
+    "rule_paths",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A rule file or folder besides the site's; repeatable.",
 )
 def command(
     job_id: str,
@@ -102,12 +104,12 @@ def report(
     from gpudiag.cli.messages import language_of, load, spoken_on
     from gpudiag.cli.processes import diagnosing
     from gpudiag.cli.selection import listing, select
+    from gpudiag.cli.site import prices, site_rules
     from gpudiag.rules.diagnosis import diagnose
-    from gpudiag.rules.loader import load as load_rules
     from gpudiag.storage.open import open_reader
 
     words = load(language_of(output.language, environ))
-    rules = load_rules(rule_paths)
+    rules = site_rules(environ, rule_paths)
     url = database_url(db, environ)
     reader = open_reader(url)
     try:
@@ -137,22 +139,6 @@ def report(
     finally:
         reader.close()
     return exit_code(diagnosis, fail_on)
-
-
-def prices(environ: Mapping[str, str]) -> Cost | None:
-    """The site's prices as configured under `[cost]`, None when it names none. Raises `InputError`."""
-    from gpudiag.agent import configfile
-
-    return cost_of(configfile.load(None, environ).cost)
-
-
-def cost_of(site: CostSection) -> Cost | None:
-    """Prices of the configuration, None when it names none."""
-    from gpudiag.rules.energy import Cost
-
-    if not site.gpu_hour and not site.kilowatt_hour:
-        return None
-    return Cost(site.currency, site.gpu_hour, site.kilowatt_hour, site.pue)
 
 
 def exit_code(diagnosis: Diagnosis, fail_on: str | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ WITH = click.option(
     "extra",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A rule file or folder read after the built-in ones.",
+    help="A rule file or folder besides the site's; repeatable.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 
@@ -40,9 +41,9 @@ def command() -> None:
 def list_rules(extra: tuple[Path, ...], as_json: bool, everything: bool, words: Words) -> None:
     """Rules with severity, maturity and what they look for."""
     from gpudiag.cli.render.columns import aligned
-    from gpudiag.rules import loader
+    from gpudiag.cli.site import site_rules
 
-    ruleset = loader.load(extra)
+    ruleset = site_rules(os.environ, extra)
     shown = [rule for rule in ruleset if everything or (rule.enabled and rule.maturity == "stable")]
     if as_json:
         document = {"schema_version": 1, "rules": [_as_json(rule) for rule in shown]}
@@ -166,9 +167,10 @@ def explain_rule(
     words: Words,
 ) -> None:
     """What a rule looks for, and with --job how its parts developed over a job."""
+    from gpudiag.cli.site import site_rules
     from gpudiag.rules import loader
 
-    ruleset = loader.load(extra)
+    ruleset = site_rules(os.environ, extra)
     if rule_id not in ruleset.rules:
         raise NotFoundError(f"no rule '{rule_id}'{loader.meant(rule_id, ruleset.rules)}")
     rule = ruleset[rule_id]

@@ -69,8 +69,8 @@ def command(
     if watched:
         watched.close_ours()
     hook = make_hook(job, name, child, command_line, os.environ, tags)
-    returncode = record(child, hook, folder, recorder, lambda: found_in(watched))
-    if not quiet:
+    returncode, recorded = record(child, hook, folder, recorder, lambda: found_in(watched))
+    if recorded and not quiet:
         where = f" --db {url}" if url else ""
         told = words(
             "recorded as job {id}; see: {command}", id=job, command=f"gpudiag report --job {job}{where}"

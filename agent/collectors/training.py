@@ -13,6 +13,7 @@ import socket
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,8 @@ MAXIMUM_BYTES = 8192
 MESSAGES_PER_PROCESS = 5
 MESSAGES_PER_TICK = 1024
 MARKS_PER_TICK = 256
+MESSAGES_WAITING = 256
+_CLAIMED_WITHIN_MS = 5000
 _MARK_MAX_AGE_MS = 600_000
 _LOADERS_KEPT = 1000
 _CREDENTIALS = struct.Struct("iII")
@@ -53,10 +56,20 @@ class JobHere(Protocol):
     def root_pid(self) -> int | None: ...
 
 
+@dataclass(frozen=True)
+class Message:
+    """What a process said, and who it is by the kernel's word."""
+
+    came_ms: int
+    pid: int
+    uid: int
+    content: dict[str, Any]
+
+
 class TrainingCollector:
     """Yields step and allocator series of the jobs, and their marks as events.
 
-    `jobs` gives the running jobs; `root` is where proc is mounted below; `.rejected` counts what was refused.
+    A process often speaks before its job is known here: then its marks wait for a few seconds. `jobs` gives the running jobs; `root` is where proc is mounted below; `.rejected` counts what was refused.
     """
 
     name = "training"
@@ -67,6 +80,7 @@ class TrainingCollector:
         self._path, self._node, self._jobs, self._proc = path, node, jobs, root / "proc"
         self._loaders: dict[str, Mapping[str, Any]] = {}
         self._ordinal = 0
+        self._waiting: list[Message] = []
         self.rejected: Counter[str] = Counter()
         self._channel = self._listen()
 
@@ -86,19 +100,23 @@ class TrainingCollector:
             self._path.unlink()
 
     def collect(self, now_ms: int) -> Iterable[Frame | Event]:
-        by_job: dict[str, list[tuple[JobHere, dict[str, Any]]]] = defaultdict(list)
-        for pid, uid, message in self._messages():
-            owner = self._owner(pid, uid)
-            if owner is None:
-                self.rejected["not from a job's user"] += 1
-            else:
+        by_job: dict[str, list[tuple[JobHere, Message]]] = defaultdict(list)
+        before, self._waiting = self._waiting, []
+        for message in (*before, *self._messages(now_ms)):
+            owner = self._owner(message.pid, message.uid)
+            if owner is not None:
                 by_job[owner.job.key].append((owner, message))
+            elif 0 <= now_ms - message.came_ms < _CLAIMED_WITHIN_MS and len(self._waiting) < MESSAGES_WAITING:
+                self._waiting.append(message)
+            else:
+                self.rejected["not from a job's user"] += 1
         for reports in by_job.values():
-            owner, messages = reports[0][0], [message for _, message in reports]
-            yield from self._frames(owner, messages, now_ms)
-            yield from self._events(owner, messages, now_ms)
+            owner = reports[0][0]
+            fresh = [message.content for _, message in reports if message.came_ms == now_ms]
+            yield from self._frames(owner, fresh, now_ms)
+            yield from self._events(owner, [message.content for _, message in reports], now_ms)
 
-    def _messages(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    def _messages(self, now_ms: int) -> Iterator[Message]:
         sent: Counter[int] = Counter()
         for _ in range(MESSAGES_PER_TICK):
             try:
@@ -116,11 +134,11 @@ class TrainingCollector:
             if sent[pid] > MESSAGES_PER_PROCESS:
                 self.rejected["too often"] += 1
                 continue
-            message = parse(data)
-            if message is None:
+            content = parse(data)
+            if content is None:
                 self.rejected["malformed"] += 1
             else:
-                yield pid, uid, message
+                yield Message(now_ms, pid, uid, content)
 
     def _owner(self, pid: int, uid: int) -> JobHere | None:
         family = list(self._ancestors(pid))

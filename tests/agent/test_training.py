@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.agent.collectors.training import MAXIMUM_BYTES, TrainingCollector, parse
+from gpudiag.agent.collectors.training import MAXIMUM_BYTES, MESSAGES_WAITING, TrainingCollector, parse
 from gpudiag.storage.job import Allocation, Event, Job
 from gpudiag.storage.sample import Frame, Source
 
@@ -70,9 +70,9 @@ def send(collector: TrainingCollector, tmp_path: Path) -> Iterator[Sender]:
     sender.channel.close()
 
 
-def frames(collector: TrainingCollector) -> dict[str, dict[str, float]]:
+def frames(collector: TrainingCollector, now_ms: int = 5000) -> dict[str, dict[str, float]]:
     return {
-        item.source.device: dict(item.values) for item in collector.collect(5000) if isinstance(item, Frame)
+        item.source.device: dict(item.values) for item in collector.collect(now_ms) if isinstance(item, Frame)
     }
 
 
@@ -112,7 +112,42 @@ def test_a_process_outside_every_job_is_refused(tmp_path: Path) -> None:
     collector = TrainingCollector(tmp_path / "probe.sock", "n1", lambda: [Here(pids=(2**22 + 1,))])
     Sender(tmp_path / "probe.sock").once()
     assert frames(collector) == {}
-    assert collector.rejected["not from a job's user"] == 1
+    assert collector.rejected == {}, "its job may only not be known yet"
+    assert frames(collector, 10_000) == {}
+    assert collector.rejected == {"not from a job's user": 1}
+    assert frames(collector, 11_000) == {}
+    assert collector.rejected == {"not from a job's user": 1}
+    collector.close()
+
+
+def test_marks_of_a_process_whose_job_becomes_known_a_little_later_are_kept(tmp_path: Path) -> None:
+    here: list[Here] = []
+    collector = TrainingCollector(tmp_path / "probe.sock", "n1", lambda: here)
+    send = Sender(tmp_path / "probe.sock")
+    send(marks=[["train_start", 4.5]], samples=1000)
+    assert list(collector.collect(5000)) == []
+    here.append(Here())
+    send()
+    found = list(collector.collect(6000))
+    assert [(one.time_ms, one.detail) for one in found if isinstance(one, Event) and one.kind == "mark"] == [
+        (4500, {"name": "train_start"})
+    ]
+    values = [item.values for item in found if isinstance(item, Frame)]
+    assert [one["samples_per_second"] for one in values] == [160.0], "rates are those of now"
+    assert collector.rejected == {}
+    send.channel.close()
+    collector.close()
+
+
+def test_only_so_many_words_of_strangers_wait(tmp_path: Path) -> None:
+    collector = TrainingCollector(tmp_path / "probe.sock", "n1", list)
+    send = Sender(tmp_path / "probe.sock")
+    for _ in range(MESSAGES_WAITING):
+        send()
+        send()
+        assert list(collector.collect(5000)) == []
+    assert collector.rejected == {"not from a job's user": MESSAGES_WAITING}
+    send.channel.close()
     collector.close()
 
 
@@ -147,7 +182,8 @@ def test_another_user_is_refused(tmp_path: Path) -> None:
     collector = TrainingCollector(tmp_path / "probe.sock", "n1", lambda: [Here()], root=tmp_path)
     Sender(tmp_path / "probe.sock").once()
     assert frames(collector) == {}
-    assert collector.rejected["not from a job's user"] == 1
+    assert frames(collector, 10_000) == {}
+    assert collector.rejected == {"not from a job's user": 1}
     collector.close()
 
 

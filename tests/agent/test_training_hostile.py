@@ -195,6 +195,7 @@ def test_a_garbled_process_is_nobodys(stat: bytes) -> None:
         (collector._proc / "77" / "stat").write_bytes(stat)
         send(json.dumps(GOOD).encode())
         assert list(collector.collect(START_MS)) == []
+        assert list(collector.collect(START_MS + 5000)) == []
     assert collector.rejected == {"not from a job's user": 1}
 
 
