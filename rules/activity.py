@@ -32,6 +32,7 @@ HOST_FIELDS: dict[str, tuple[str, str]] = {
     "loader_dstate_ratio": ("job", "max"),
     "loader_workers": ("job", "max"),
     "steps_per_second": ("job", "max"),
+    "step_seconds": ("job", "max"),
     "disk_write_bytes_per_second": ("node", "sum"),
     "disk_read_bytes_per_second": ("node", "sum"),
     "network_rx_bytes_per_second": ("node", "sum"),

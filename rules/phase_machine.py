@@ -13,7 +13,7 @@ TICK_FIELDS = (
     "active", "peak", "gpu_util_ratio", "tensor_active_ratio", "dram_active_ratio", "memory_util_ratio",
     "memory_ratio", "nvlink_tx_bytes_per_second", "processes", "job_processes", "main_cpu_ratio",
     "loader_dstate_ratio", "loader_workers", "steps_per_second", "network_rx_bytes_per_second",
-    "job_write_bytes_per_second",
+    "job_write_bytes_per_second", "step_seconds",
 )  # fmt: skip
 
 
@@ -36,6 +36,7 @@ class Tick(NamedTuple):
     steps: float
     network: float
     write: float
+    step_seconds: float
 
 
 ACTIVE = 0.05
@@ -139,7 +140,8 @@ class PhaseMachine:
     def _train_or_eval(self, tick: Tick) -> str:
         usual = self._usual_link()
         quiet = usual > 50e6 and tick.nvlink < 0.1 * usual and tick.active > 0.15
-        marked = tick.steps == 0 and tick.active > 0.15
+        # while a step is merely long, how long the last one took is known
+        marked = tick.steps == 0 and math.isnan(tick.step_seconds) and tick.active > 0.15
         self._quiet_links = self._quiet_links + 1 if quiet or marked else 0
         if self._quiet_links >= _EVAL_TICKS:
             return "eval"

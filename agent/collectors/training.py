@@ -28,7 +28,8 @@ MARKS_PER_TICK = 256
 MESSAGES_WAITING = 256
 _CLAIMED_WITHIN_MS = 5000
 _MARK_MAX_AGE_MS = 600_000
-_LOADERS_KEPT = 1000
+_JOBS_KEPT = 1000
+_STEPS_LAST = 2  # what steps were like holds until the next one is late by as much again
 _CREDENTIALS = struct.Struct("iII")
 _SUMS = ("steps", "timed_steps", "step_seconds", "wait_seconds", "samples")
 _TORCH = {
@@ -66,6 +67,14 @@ class Message:
     content: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class LastSteps:
+    """The steps that ended last: what they were like, until when that is how it goes."""
+
+    values: Mapping[str, float]
+    until_ms: float
+
+
 class TrainingCollector:
     """Yields step and allocator series of the jobs, and their marks as events.
 
@@ -81,6 +90,7 @@ class TrainingCollector:
         self._loaders: dict[str, Mapping[str, Any]] = {}
         self._ordinal = 0
         self._waiting: list[Message] = []
+        self._last_steps: dict[str, LastSteps] = {}
         self.rejected: Counter[str] = Counter()
         self._channel = self._listen()
 
@@ -178,7 +188,8 @@ class TrainingCollector:
             return None
 
     def _frames(self, owner: JobHere, messages: list[dict[str, Any]], now_ms: int) -> Iterator[Frame]:
-        values = _job_values(messages)
+        values = _rates(messages)
+        values.update(self._steps_now(owner.job.key, _steps(messages), now_ms))
         if values:
             yield Frame(Source(self._node, JOB_PREFIX + owner.job.key), now_ms, values)
         own = [allocation.source for allocation in owner.allocations if allocation.source.node == self._node]
@@ -196,6 +207,16 @@ class TrainingCollector:
         for uuid, values in readings.items():
             yield Frame(Source(self._node, uuid), now_ms, values)
 
+    def _steps_now(self, key: str, ended: Mapping[str, float], now_ms: int) -> Mapping[str, float]:
+        """Steps that take longer than a tick end in few of them: in between, it goes as it went last."""
+        if ended:
+            self._last_steps[key] = LastSteps(ended, now_ms + _STEPS_LAST * 1000 * ended["step_seconds"])
+            while len(self._last_steps) > _JOBS_KEPT:
+                del self._last_steps[next(iter(self._last_steps))]
+            return ended
+        last = self._last_steps.get(key)
+        return last.values if last is not None and now_ms <= last.until_ms else {}
+
     def _events(self, owner: JobHere, messages: list[dict[str, Any]], now_ms: int) -> Iterator[Event]:
         source = Source(self._node, JOB_PREFIX + owner.job.key)
         first_ranks = [message for message in messages if message["rank"] in ("", "0")]
@@ -211,7 +232,7 @@ class TrainingCollector:
             yield Event(source, round(seconds * 1000), "mark", ordinal=self._ordinal % 2**31, detail=detail)
         loader = next((message["loader"] for message in reversed(first_ranks) if message["loader"]), None)
         if loader and loader != self._loaders.get(owner.job.key):
-            if len(self._loaders) >= _LOADERS_KEPT:
+            if len(self._loaders) >= _JOBS_KEPT:
                 self._loaders.clear()
             self._loaders[owner.job.key] = loader
             yield Event(source, now_ms, "loader_settings", detail=loader)
@@ -230,22 +251,27 @@ def _credentials(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int] | N
     return None
 
 
-def _job_values(messages: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean step and wait over all ranks; ranks step together, so their rate is the fastest one's."""
-    timed = sum(message["timed_steps"] for message in messages)
-    stepping = [message for message in messages if message["steps"]]
+def _rates(messages: list[dict[str, Any]]) -> dict[str, float]:
+    """Steps and samples per second of processes that train, zero while none ends; ranks step together: the fastest one's."""
+    stepped = [message for message in messages if message["stepped"]]
     values: dict[str, float] = {}
-    if stepping:
-        values["steps_per_second"] = max(message["steps"] / message["seconds"] for message in stepping)
-    samples = sum(message["samples"] / message["seconds"] for message in messages)
-    if samples:
-        values["samples_per_second"] = samples
-    if timed:
-        seconds = sum(message["step_seconds"] for message in messages)
-        values["step_seconds"] = seconds / timed
-        if seconds:
-            waited = sum(message["wait_seconds"] for message in messages)
-            values["input_wait_ratio"] = min(1.0, waited / seconds)
+    if stepped:
+        values["steps_per_second"] = max(message["steps"] / message["seconds"] for message in stepped)
+    if any(message["loader"] or message["samples"] for message in stepped):
+        values["samples_per_second"] = sum(message["samples"] / message["seconds"] for message in messages)
+    return values
+
+
+def _steps(messages: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean length and wait of the steps that ended, over all ranks; empty when none did."""
+    timed = sum(message["timed_steps"] for message in messages)
+    if not timed:
+        return {}
+    seconds = sum(message["step_seconds"] for message in messages)
+    values = {"step_seconds": seconds / timed}
+    if seconds:
+        waited = sum(message["wait_seconds"] for message in messages)
+        values["input_wait_ratio"] = min(1.0, waited / seconds)
     return values
 
 
@@ -257,6 +283,7 @@ def parse(data: bytes) -> dict[str, Any] | None:
             return None
         message: dict[str, Any] = {name: _number(raw[name]) for name in (*_SUMS, "seconds")}
         message["seconds"] = max(message["seconds"], 0.1)
+        message["stepped"] = bool(raw.get("stepped", False)) or message["steps"] > 0
         message["rank"] = _text(raw["rank"], 16)
         message["marks"] = [(_text(name, 32), _number(seconds)) for name, seconds in raw["marks"][:64]]
         message["loader"] = {

@@ -264,3 +264,28 @@ def test_another_user_in_the_jobs_cgroup_is_refused(tmp_path: Path) -> None:
     Sender(tmp_path / "probe.sock").once()
     assert frames(collector) == {}
     collector.close()
+
+
+def test_no_step_in_a_second_is_a_rate_of_zero_once_the_process_trains(
+    collector: TrainingCollector, send: Sender
+) -> None:
+    nothing = {"steps": 0, "timed_steps": 0, "step_seconds": 0, "wait_seconds": 0, "samples": 0}
+    send(**nothing, marks=[["train_start", 4.0]])
+    assert frames(collector) == {}, "it has not begun to train"
+    send(**nothing, stepped=True)
+    assert frames(collector) == {f"job:{KEY}": {"steps_per_second": 0.0, "samples_per_second": 0.0}}
+
+
+def test_long_steps_are_as_the_last_one_until_the_next_is_overdue(
+    collector: TrainingCollector, send: Sender
+) -> None:
+    send(steps=1, timed_steps=1, step_seconds=4.0, wait_seconds=3.0, samples=8, seconds=1.0)
+    assert frames(collector, 5000)[f"job:{KEY}"]["steps_per_second"] == 1.0
+    waits = []
+    for now_ms in range(6000, 16_000, 1000):
+        send(steps=0, timed_steps=0, step_seconds=0, wait_seconds=0, samples=0, seconds=1.0, stepped=True)
+        values = frames(collector, now_ms)[f"job:{KEY}"]
+        assert values["steps_per_second"] == 0.0
+        assert ("step_seconds" in values) == ("input_wait_ratio" in values)
+        waits.append(values.get("input_wait_ratio"))
+    assert waits == [0.75] * 8 + [None] * 2

@@ -158,6 +158,12 @@ class FakeNvml:
         for metric, percent in H200_GPM.items():
             self.gpm(index, metric, percent)
 
+    @staticmethod
+    def attached(state_file: Path) -> Any:
+        """The living `struct state` of a driver that another process made."""
+        with state_file.open("r+b") as file:
+            return State.from_buffer(mmap.mmap(file.fileno(), 0))
+
     @property
     def environ(self) -> dict[str, str]:
         """What a process needs to find this driver."""

@@ -116,3 +116,11 @@ def test_a_checkpoint_is_one_whoever_tells_of_it_and_ends_with_the_next_step_at_
     recorder.mark("checkpoint_start")  # by torch.save
     recorder.step()
     assert [name for name, _ in recorder.take()["marks"]] == ["checkpoint_start", "checkpoint_end"]
+
+
+def test_a_process_that_has_stepped_says_so_in_seconds_without_a_step() -> None:
+    recorder = Recorder()
+    assert recorder.take()["stepped"] is False
+    recorder.step()
+    recorder.take()
+    assert (recorder.take()["steps"], recorder.take()["stepped"]) == (0, True)

@@ -251,6 +251,13 @@ def test_an_evaluation_that_looks_like_training_is_one_when_the_process_says_so(
     assert share(told, "eval", 0, 1960) == share(told, "eval", 2260, 2660) == 0
 
 
+def test_a_step_of_a_minute_is_no_evaluation() -> None:
+    stepping = training().then(300, 0.8, steps_per_second=0.0, step_seconds=60.0)
+    assert share(stepping.labels(), "train", 1960, 2260) == 1
+    evaluating = training().then(300, 0.8, steps_per_second=0.0)
+    assert share(evaluating.labels(), "eval", 1990, 2260) == 1
+
+
 def test_a_process_that_steps_on_while_it_writes_is_training() -> None:
     story = training().then(300, 0.85, steps_per_second=2.0)
     assert share(story.marked((2000, "checkpoint_start"), (2200, "checkpoint_end")), "train", 1960, 2260) == 1

@@ -118,6 +118,7 @@ class Recorder:
         """The sums since the last call, which begin again from zero. Times in seconds."""
         taken = {
             "steps": self._steps,
+            "stepped": self._last_step is not None,
             "timed_steps": self._timed_steps,
             "step_seconds": self._step_seconds,
             "step_seconds_max": self._step_seconds_max,

@@ -64,7 +64,7 @@ class Sender:
     def message(self, content: dict[str, Any], seconds: float) -> bytes:
         """One datagram about the last `seconds`; empty when there is nothing to say."""
         content["devices"] = self.devices()
-        if not (content["steps"] or content["devices"] or content["marks"]):
+        if not (content["stepped"] or content["devices"] or content["marks"]):
             return b""
         content.update(
             version=1,
