@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, case, func, select, text
-from sqlalchemy.dialects import postgresql
 
 from gpudiag.errors import RefusedRowError, StoreError
 from gpudiag.storage import names, partitions
@@ -245,6 +244,8 @@ class Shipment:
 
     def _merge_jobs(self, connection: Connection, rows: Sequence[Row]) -> None:
         """Every node of a job sends it: the earliest start, the latest end and the worst outcome stand."""
+        from sqlalchemy.dialects import postgresql  # 2 MB that an agent without a sink does without
+
         job = self._sink.tables.job.c
         insert = postgresql.insert(self._sink.tables.job)
         new = insert.excluded

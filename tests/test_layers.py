@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,20 @@ def test_only_the_command_line_exits(path: Path) -> None:
         and (node.value.id, node.attr) in {("sys", "exit"), ("os", "_exit")}
     ]
     assert not exits, f"{path}: exits at lines {exits}"
+
+
+def test_the_agent_loads_nothing_that_it_may_never_need() -> None:
+    heavy = (
+        "alembic",
+        "psycopg",
+        "sqlalchemy.orm",
+        "sqlalchemy.dialects.postgresql",
+        "rich",
+        "pydantic",
+        "opentelemetry",
+        "pyarrow",
+        "grpc",
+    )
+    code = f"import sys, gpudiag.agent.main; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -16,17 +16,21 @@ from gpudiag.storage.sample import Frame
 KIB = 1024
 # kernels before 5.9 did not tell file from anonymous refaults
 _REFAULT = ("workingset_refault_file", "workingset_refault")
+_SIZES = frozenset(("MemTotal", "MemAvailable"))
 _PAGING = frozenset(("pswpin", "pswpout", "pgmajfault", *_REFAULT))
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Bytes per line of /proc/meminfo."""
+    """Bytes of the two lines of /proc/meminfo that are wanted, by name; the file has some 50 more."""
     found = {}
     for line in text.splitlines():
         name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * (KIB if words[1:] == ["kB"] else 1)
+        if name in _SIZES:
+            words = rest.split()
+            if words and words[0].isdigit():
+                found[name] = int(words[0]) * (KIB if words[1:] == ["kB"] else 1)
+            if len(found) == len(_SIZES):
+                break
     return found
 
 
