@@ -182,4 +182,5 @@ def notes(messages: Iterable[Mapping[str, Any]]) -> Iterator[Message]:
             "Out of memory in line {line} of the job's output.", line=str(message.get("text_line", "?"))
         )
         yield EXPLANATIONS[kind]
-        yield Message(LADDERS[kind][0].text)
+        if kind != "unknown":  # it asks for a recording, and this is the report of one
+            yield Message(LADDERS[kind][0].text)

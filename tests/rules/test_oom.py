@@ -162,3 +162,11 @@ def test_a_report_tells_each_kind_once_with_what_to_do_first() -> None:
     assert told[:2] == ["Out of memory in line 7 of the job's output.", str(EXPLANATIONS["fragmentation"])]
     assert "expandable_segments" in told[2]
     assert len(told) == 3
+
+
+def test_the_report_of_a_recorded_job_does_not_ask_to_record_it() -> None:
+    told = [str(note) for note in notes([{"kind": "unknown", "text_line": 13}])]
+    assert told == [
+        "Out of memory in line 13 of the job's output.",
+        "The message has too few numbers to tell what was short.",
+    ]
