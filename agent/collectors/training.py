@@ -29,7 +29,7 @@ MESSAGES_WAITING = 256
 _CLAIMED_WITHIN_MS = 5000
 _MARK_MAX_AGE_MS = 600_000
 _JOBS_KEPT = 1000
-_STEPS_LAST = 2  # what steps were like holds until the next one is late by as much again
+_STEPS_LAST = 2  # how long steps are holds until the next one is late by as much again
 _CREDENTIALS = struct.Struct("iII")
 _SUMS = ("steps", "timed_steps", "step_seconds", "wait_seconds", "samples")
 _TORCH = {
@@ -69,9 +69,9 @@ class Message:
 
 @dataclass(frozen=True)
 class LastSteps:
-    """The steps that ended last: what they were like, until when that is how it goes."""
+    """The steps that ended last: how long they were, until when that is how it goes."""
 
-    values: Mapping[str, float]
+    seconds: float
     until_ms: float
 
 
@@ -188,7 +188,7 @@ class TrainingCollector:
             return None
 
     def _frames(self, owner: JobHere, messages: list[dict[str, Any]], now_ms: int) -> Iterator[Frame]:
-        values = _rates(messages)
+        values = {**_waiting(messages), **_rates(messages)}
         values.update(self._steps_now(owner.job.key, _steps(messages), now_ms))
         if values:
             yield Frame(Source(self._node, JOB_PREFIX + owner.job.key), now_ms, values)
@@ -208,14 +208,15 @@ class TrainingCollector:
             yield Frame(Source(self._node, uuid), now_ms, values)
 
     def _steps_now(self, key: str, ended: Mapping[str, float], now_ms: int) -> Mapping[str, float]:
-        """Steps that take longer than a tick end in few of them: in between, it goes as it went last."""
+        """Steps that take longer than a tick end in few of them: in between, they are as long as the last one."""
         if ended:
-            self._last_steps[key] = LastSteps(ended, now_ms + _STEPS_LAST * 1000 * ended["step_seconds"])
+            seconds = ended["step_seconds"]
+            self._last_steps[key] = LastSteps(seconds, now_ms + _STEPS_LAST * 1000 * seconds)
             while len(self._last_steps) > _JOBS_KEPT:
                 del self._last_steps[next(iter(self._last_steps))]
             return ended
         last = self._last_steps.get(key)
-        return last.values if last is not None and now_ms <= last.until_ms else {}
+        return {"step_seconds": last.seconds} if last is not None and now_ms <= last.until_ms else {}
 
     def _events(self, owner: JobHere, messages: list[dict[str, Any]], now_ms: int) -> Iterator[Event]:
         source = Source(self._node, JOB_PREFIX + owner.job.key)
@@ -262,6 +263,17 @@ def _rates(messages: list[dict[str, Any]]) -> dict[str, float]:
     return values
 
 
+def _waiting(messages: list[dict[str, Any]]) -> dict[str, float]:
+    """The share of this moment that was spent waiting for input, where all of it was training."""
+    training = [message for message in messages if message["stepped"] and message["steady"]]
+    seconds = sum(message["seconds"] for message in training)
+    if not seconds:
+        return {}
+    return {
+        "input_wait_ratio": min(1.0, sum(message["now_waited_seconds"] for message in training) / seconds)
+    }
+
+
 def _steps(messages: list[dict[str, Any]]) -> dict[str, float]:
     """Mean length and wait of the steps that ended, over all ranks; empty when none did."""
     timed = sum(message["timed_steps"] for message in messages)
@@ -283,6 +295,8 @@ def parse(data: bytes) -> dict[str, Any] | None:
             return None
         message: dict[str, Any] = {name: _number(raw[name]) for name in (*_SUMS, "seconds")}
         message["seconds"] = max(message["seconds"], 0.1)
+        message["steady"] = bool(raw.get("steady", False))
+        message["now_waited_seconds"] = _number(raw.get("now_waited_seconds", 0))
         message["stepped"] = bool(raw.get("stepped", False)) or message["steps"] > 0
         message["rank"] = _text(raw["rank"], 16)
         message["marks"] = [(_text(name, 32), _number(seconds)) for name, seconds in raw["marks"][:64]]

@@ -281,11 +281,27 @@ def test_long_steps_are_as_the_last_one_until_the_next_is_overdue(
 ) -> None:
     send(steps=1, timed_steps=1, step_seconds=4.0, wait_seconds=3.0, samples=8, seconds=1.0)
     assert frames(collector, 5000)[f"job:{KEY}"]["steps_per_second"] == 1.0
-    waits = []
+    lengths = []
     for now_ms in range(6000, 16_000, 1000):
         send(steps=0, timed_steps=0, step_seconds=0, wait_seconds=0, samples=0, seconds=1.0, stepped=True)
         values = frames(collector, now_ms)[f"job:{KEY}"]
         assert values["steps_per_second"] == 0.0
-        assert ("step_seconds" in values) == ("input_wait_ratio" in values)
-        waits.append(values.get("input_wait_ratio"))
-    assert waits == [0.75] * 8 + [None] * 2
+        assert "input_wait_ratio" not in values
+        lengths.append(values.get("step_seconds"))
+    assert lengths == [4.0] * 8 + [None] * 2
+
+
+@pytest.mark.parametrize(("steady", "wait"), [(True, 0.9), (False, None)])
+def test_a_wait_that_is_not_over_counts_as_it_goes_on(
+    collector: TrainingCollector, send: Sender, steady: bool, wait: float | None
+) -> None:
+    send(
+        steps=0, timed_steps=0, step_seconds=0, wait_seconds=0, samples=0, seconds=1.0,
+        stepped=True, steady=steady, now_waited_seconds=0.9,
+    )  # fmt: skip
+    assert frames(collector)[f"job:{KEY}"].get("input_wait_ratio") == wait
+
+
+def test_steps_that_end_tell_their_own_wait(collector: TrainingCollector, send: Sender) -> None:
+    send(stepped=True, steady=True, now_waited_seconds=2.0)
+    assert frames(collector)[f"job:{KEY}"]["input_wait_ratio"] == 0.25

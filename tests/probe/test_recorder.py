@@ -124,3 +124,32 @@ def test_a_process_that_has_stepped_says_so_in_seconds_without_a_step() -> None:
     recorder.step()
     recorder.take()
     assert (recorder.take()["steps"], recorder.take()["stepped"]) == (0, True)
+
+
+def test_a_wait_is_told_second_by_second_while_it_goes_on(time: Time) -> None:
+    recorder = Recorder()
+    recorder.step()
+    recorder.take()
+    told = []
+    with recorder.waiting(), recorder.waiting():
+        for _ in range(3):
+            time.now += 1.0
+            taken = recorder.take()
+            told.append((taken["now_waited_seconds"], taken["wait_seconds"], taken["steady"]))
+        time.now += 0.25
+    time.now += 0.75
+    recorder.step()
+    taken = recorder.take()
+    assert told == [(1.0, 0.0, True)] * 3
+    assert (taken["now_waited_seconds"], taken["wait_seconds"]) == (0.25, 3.25)
+    assert recorder.take()["now_waited_seconds"] == 0.0
+
+
+def test_an_evaluation_or_a_checkpoint_is_not_steady() -> None:
+    recorder = Recorder()
+    recorder.step()
+    for name in ("eval", "checkpoint"):
+        recorder.mark(f"{name}_start")
+        assert [recorder.take()["steady"] for _ in range(2)] == [False, False]
+        recorder.mark(f"{name}_end")
+        assert [recorder.take()["steady"] for _ in range(2)] == [False, True]

@@ -22,20 +22,23 @@ class _Waiting:
         local = self.recorder.local
         local.depth = getattr(local, "depth", 0) + 1
         self.began = time.perf_counter()
+        if local.depth == 1:
+            self.recorder.wait_began(self.began)
 
     def __exit__(self, *_: object) -> None:
-        seconds = time.perf_counter() - self.began
+        now = time.perf_counter()
         local = self.recorder.local
         local.depth -= 1
         if local.depth == 0:
-            self.recorder.waited(seconds)
+            self.recorder.wait_ended(self.began, now)
 
 
 class Recorder:
     """Sums since the last `take()`: steps, their seconds, seconds spent waiting for input, marks.
 
     A step that contains an evaluation or a checkpoint counts as a step, but its length and its waiting do
-    not: they would be taken for slow training.
+    not: they would be taken for slow training. `now_waited_seconds` tells of the time since the last `take()`, also of a
+    wait that is not over, `steady` whether all of it was training: so a step of a minute is not silent for a minute.
     """
 
     def __init__(self) -> None:
@@ -44,6 +47,9 @@ class Recorder:
         self.samples = 0
         self._last_step: float | None = None
         self._wait_in_step = 0.0
+        # total, and when the wait that goes on began; replaced as a whole, since the sender's thread only reads it: no lock
+        self._waits: tuple[float, float | None] = (0.0, None)
+        self._waits_told = 0.0
         self._interrupted = False
         self._in_eval = False
         self._in_checkpoint = False
@@ -63,8 +69,18 @@ class Recorder:
         """A context whose duration is time spent waiting for input."""
         return _Waiting(self)
 
-    def waited(self, seconds: float) -> None:
-        self._wait_in_step += seconds
+    def wait_began(self, now: float) -> None:
+        self._waits = (self._waits[0], now)
+
+    def wait_ended(self, began: float, now: float) -> None:
+        self._waits = (self._waits[0] + now - began, None)
+        self._wait_in_step += now - began
+
+    def _waited_since_told(self) -> float:
+        total, began = self._waits
+        until_now = total if began is None else total + time.perf_counter() - began
+        told, self._waits_told = self._waits_told, until_now
+        return max(0.0, until_now - told)
 
     def step(self) -> None:
         """A training step ended now: an evaluation or a checkpoint that nobody ended was over before it."""
@@ -123,6 +139,8 @@ class Recorder:
             "step_seconds": self._step_seconds,
             "step_seconds_max": self._step_seconds_max,
             "wait_seconds": self._wait_seconds,
+            "now_waited_seconds": self._waited_since_told(),
+            "steady": not (self._in_eval or self._in_checkpoint or self._marks),
             "samples": self.samples,
             "loader": self.loader,
             "marks": self._marks,
