@@ -78,7 +78,8 @@ class LastSteps:
 class TrainingCollector:
     """Yields step and allocator series of the jobs, and their marks as events.
 
-    A process often speaks before its job is known here: then its marks wait for a few seconds. `jobs` gives the running jobs; `root` is where proc is mounted below; `.rejected` counts what was refused.
+    A process often speaks before its job is known here: then its marks wait for a few seconds. `jobs` gives the running
+    jobs; `root` is where proc is mounted below; `.rejected` counts what was refused.
     """
 
     name = "training"
