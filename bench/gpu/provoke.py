@@ -37,9 +37,9 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("healthy", 25, ()),
-    Scenario("loader_stall", 60, ("input/data-loader-stall", "input/cpu-bound-loader")),
-    Scenario("leak", 90, ("memory/gpu-oom-imminent",)),
-    Scenario("fragmentation", 60, ("memory/fragmentation", "memory/allocator-thrash")),
+    Scenario("loader_stall", 85, ("input/data-loader-stall", "input/cpu-bound-loader")),
+    Scenario("leak", 85, ("memory/gpu-oom-imminent",)),
+    Scenario("fragmentation", 55, ("memory/fragmentation", "memory/allocator-thrash")),
 )
 
 

@@ -14,6 +14,14 @@ import pytest
 from fake_nvml.control import FakeNvml
 
 TESTS = Path(__file__).parents[1]
+LINKS = (
+    "nvlink_tx_rate_kib",
+    "nvlink_rx_rate_kib",
+    "pcie_tx_rate",
+    "pcie_rx_rate",
+    "pcie_tx_kbs",
+    "pcie_rx_kbs",
+)
 SCRIPT = TESTS.parent / "bench/gpu/provoke.py"
 
 
@@ -56,9 +64,10 @@ def test_a_healthy_run_must_be_silent_and_a_fault_be_named(
 @pytest.fixture
 def one_gpu(fake_nvml: FakeNvml) -> FakeNvml:
     fake_nvml.set(None, "gpu_count", 1)
-    for name in ("gpu_util", "memory_used"):
+    for name in ("gpu_util", "memory_used", *LINKS):
         fake_nvml.set(0, name, 0)
-    fake_nvml.gpm(0, 2, 0.0)
+    for metric in (1, 2, 20, 21, 60, 61):  # graphics, SM, PCIe and NVLink: one GPU that nobody uses yet
+        fake_nvml.gpm(0, metric, 0.0)
     return fake_nvml
 
 

@@ -13,7 +13,7 @@ from typing import Any
 PRODUCT_SECONDS = 0.001
 _MOMENT_SECONDS = 0.25
 _CONTEXT_BYTES = 500 << 20
-_SM_ACTIVE = 2  # NVML_GPM_METRIC_SM_UTIL
+_GRAPHICS, _SM_ACTIVE = 1, 2  # NVML_GPM_METRIC_GRAPHICS_UTIL, NVML_GPM_METRIC_SM_UTIL
 
 _busy = [0.0]
 
@@ -60,11 +60,12 @@ def _show(gpu: Any) -> None:
         time.sleep(_MOMENT_SECONDS)
         busy, now = _busy[0], time.monotonic()
         share = min(1.0, (busy - before) / (now - then))
-        gpu.gpm[_SM_ACTIVE], gpu.gpu_util = 95.0 * share, round(100 * share)
+        gpu.gpm[_GRAPHICS] = gpu.gpm[_SM_ACTIVE] = 95.0 * share
+        gpu.gpu_util = round(100 * share)
         before, then = busy, now
 
 
 def _leave(gpu: Any, pid: int) -> None:
     if os.getpid() == pid:  # not a worker
         gpu.process_count = gpu.memory_used = gpu.gpu_util = 0
-        gpu.gpm[_SM_ACTIVE] = 0.0
+        gpu.gpm[_GRAPHICS] = gpu.gpm[_SM_ACTIVE] = 0.0
