@@ -48,6 +48,9 @@ def main() -> None:
         if not path.exists():
             day.write(url, made, start_ms, 3600 * options.hours, nodes=1)
         _print(f"8 GPUs x {options.hours} h, SQLite", [report(url) for _ in range(options.runs)])
+        page = Path(folder) / "report.html"
+        runs = [report(url, "--html", str(page)) for _ in range(options.runs)]
+        _print(f"the same as a page of {page.stat().st_size / 1e6:.1f} MB", runs)
     if options.fleet_hours:
         _fleet(made, start_ms, options.fleet_hours)
 
@@ -63,12 +66,12 @@ def _fleet(made: list[samples.GpuDay], start_ms: int, hours: int) -> None:
             _print(f"{8 * nodes} GPUs x {hours} h, {nodes} nodes, Postgres", [report(url)])
 
 
-def report(url: str) -> Run:
+def report(url: str, *options: str) -> Run:
     """`gpudiag report` of the job; its output is thrown away, a failure is raised."""
     environment = {**os.environ, "GPUDIAG_DB": url, "PYTHONWARNINGS": "ignore"}
     began = time.perf_counter()
     process = subprocess.Popen(
-        [GPUDIAG, "report", "--job", day.JOB], stdout=subprocess.DEVNULL, env=environment
+        [GPUDIAG, "report", "--job", day.JOB, *options], stdout=subprocess.DEVNULL, env=environment
     )
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - began

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +22,6 @@ def status(pid: int, key: str) -> int:
     found = re.search(rf"^{key}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found
     return int(found.group(1))
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_the_child_imports_nothing_heavy() -> None:
@@ -64,16 +58,6 @@ def test_the_child_stays_small_and_flat(fake_nvml: FakeNvml, nvml_bench: Callabl
     assert status(pid, "VmRSS") - before < 1 * MIB
     assert len(os.listdir(f"/proc/{pid}/fd")) == descriptors
     assert status(pid, "Threads") == 1
-
-
-def test_a_cycle_over_eight_gpus_costs_little(fake_nvml: FakeNvml, nvml_bench: Callable[..., Bench]) -> None:
-    bench = nvml_bench()
-    bench.settled()
-    pid, own, child = bench.probes[0].pid, time.process_time(), cpu_seconds(bench.probes[0].pid)
-    for _ in range(300):
-        bench.cycle()
-    spent = (time.process_time() - own + cpu_seconds(pid) - child) / 300
-    assert spent < 0.010, f"{spent * 1000:.2f} ms per cycle is more than 1 % of a core at 1 s"
 
 
 def test_signals_meant_for_the_agent_do_not_end_the_child(
