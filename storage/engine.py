@@ -8,6 +8,7 @@ import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import URL, Engine, StaticPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, SQLAlchemyError, StatementError
@@ -45,7 +46,8 @@ def parse_url(text: str) -> URL:
 
 
 def _sqlite_url(url: URL, text: str) -> URL:
-    path = url.database or ""
+    # SQLAlchemy decodes %3F and its like from 2.1 on, and not before
+    path = unquote(text.partition(":///")[2].partition("?")[0])
     if url.host or not path.isprintable() or path in ("", ":memory:"):
         raise InputError(f"not the URL of a database file: {hide_password(text)!r}; {_EXPECTED}")
     if url.query:
