@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ YEAR_MS = 365 * SILENT_MS
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> SqlStore:
+def stored(tmp_path: Path) -> Iterator[SqlStore]:
     store = open_store(f"sqlite:///{tmp_path}/x.db", node="n1")
     store.put_allocations([Allocation(JOB.key, GPU, START_MS, None, "hook")])
     store.append([Frame(GPU, START_MS + 1000 * i, {"power_watts": 300.0}) for i in range(600)])
-    return store
+    yield store
+    store.close()
 
 
 def until(store: SqlStore, now_ms: int, job: Job = JOB) -> int:
